@@ -6,13 +6,13 @@
 
 from __future__ import annotations
 
+import os
 import random
+import secrets
 import signal
-import socket
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from itertools import groupby
 from pathlib import Path
 from zlib import crc32
@@ -22,6 +22,9 @@ import pytest
 # A shell that starts a program in the background lets it, and all that it starts, ignore Ctrl-C. Tests send it.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# One for all processes of pytest-xdist: in a home without a token each would write its own over that of another.
+os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
 
 #: Seconds for a test and its fixtures, by part: many times what the slowest takes, so that only a hang exceeds them.
 TIMEOUTS = {"unit": 120, "contract": 600, "openenv": 120, "e2e": 1800}
@@ -39,17 +42,10 @@ def _own_import_path() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def free_port() -> Callable[[], int]:
-    """A port to listen on, also later: below those that Linux hands out, as long as there are any."""
+    """A port to listen on, also later."""
+    from verl_turnkey.plugins import ports
 
-    def free() -> int:
-        from verl_turnkey.plugins.cpu.patches import port_range
-
-        while True:
-            with suppress(OSError), socket.socket() as probe:
-                probe.bind(("", random.SystemRandom().randrange(*(port_range() or (0, 1)))))
-                return probe.getsockname()[1]
-
-    return free
+    return ports.free_port
 
 
 def order(value: str) -> str:

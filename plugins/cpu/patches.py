@@ -10,13 +10,12 @@ import functools
 import hashlib
 import importlib.metadata
 import os
-import random
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
+
+from verl_turnkey.plugins.ports import port_range
 
 if TYPE_CHECKING:
     from tensordict import TensorDict
@@ -24,10 +23,6 @@ if TYPE_CHECKING:
 
 JOB_VARIABLE = "VERL_RAY_JOB_ID"
 """environment variable, read by a server's vLLM processes, with the job's part of the socket's name"""
-
-
-FIRST_PORT = 20_000
-"""``ray start`` gives its workers lower ones"""
 
 
 def name_of_job(job_id: str) -> str:
@@ -188,15 +183,6 @@ def use_gloo(module: ModuleType) -> None:
 
     module.initialize_global_process_group_ray = initialize_global_process_group_ray  # pyright: ignore[reportAttributeAccessIssue]
     module.initialize_global_process_group = initialize_global_process_group  # pyright: ignore[reportAttributeAccessIssue]
-
-
-def port_range() -> list[int] | None:
-    """Ports below those that Linux hands out, from a random one on; None: there are none, or this is not Linux."""
-    with suppress(OSError):
-        first = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
-        if first - FIRST_PORT > 1000:  # else there is no choice
-            return [random.SystemRandom().randrange(FIRST_PORT, (FIRST_PORT + first) // 2), first]
-    return None
 
 
 def choose_port(module: ModuleType) -> None:

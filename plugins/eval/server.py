@@ -6,7 +6,6 @@ import json
 import os
 import secrets
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -19,6 +18,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from verl_turnkey.advantage import ConfigError
 from verl_turnkey.envs.http import opener
+from verl_turnkey.plugins.ports import free_port
 
 NAME = "checkpoint"
 KEY = "VLLM_API_KEY"
@@ -71,9 +71,7 @@ def serve(model: Path, config: DictConfig, log: Path) -> Iterator[Server]:
     Raises:
         ConfigError: it ended before it answered, or did not answer in time.
     """
-    with socket.socket() as unbound:
-        unbound.bind(("127.0.0.1", 0))
-        port = int(unbound.getsockname()[1])
+    port = free_port()
     key = secrets.token_hex(16)
     command = [sys.executable, "-m", "verl_turnkey.plugins.eval.vllm_main", "serve", str(model)]
     command += ["--host", "127.0.0.1", "--port", str(port), "--served-model-name", NAME, *engine_arguments(config)]

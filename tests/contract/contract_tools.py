@@ -6,7 +6,7 @@ import asyncio
 import itertools
 import time
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
-from contextlib import contextmanager, redirect_stdout, suppress
+from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass
 from io import StringIO
 from pathlib import Path
@@ -20,7 +20,7 @@ import verl.trainer.main_ppo as main_ppo
 from hydra import compose as hydra_compose
 from hydra import initialize_config_module
 from omegaconf import DictConfig
-from ray.exceptions import RayActorError
+from ray.exceptions import ActorUnavailableError, RayActorError
 from tensordict import TensorDict
 from transfer_queue import KVBatchMeta
 from verl.experimental.agent_loop import agent_loop as verl_agent_loop
@@ -57,9 +57,13 @@ TOKENS = itertools.cycle((3, 1, 4, 2))
 def kill(actor: Any) -> None:
     """Kill ``actor`` and wait for its end: Ray kills in the background, and may still answer a call sent at once."""
     ray.kill(actor)
-    with suppress(RayActorError):
-        while True:
+    while True:
+        try:
             ray.get(actor.__ray_ready__.remote())
+        except ActorUnavailableError:  # it may answer again
+            time.sleep(0.05)
+        except RayActorError:
+            return
 
 
 class Worker(AgentLoopWorkerTQ.__ray_metadata__.modified_class):

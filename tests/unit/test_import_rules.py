@@ -43,7 +43,7 @@ ONLY_PLUGINS = {"hydra", "omegaconf", "torch", "transfer_queue", "verl", "vllm"}
 
 # plugins/ from the ground up: a file imports its own folder and what lies on lower floors.
 FLOORS = (
-    ("verl_api", "config", "notices"),
+    ("verl_api", "config", "notices", "ports"),
     ("log", "shutdown"),
     ("view",),
     ("credit",),

@@ -17,6 +17,8 @@ from naive.common import turns_of
 
 from verl_turnkey.plugins.actor import loss
 
+pytestmark = pytest.mark.timeout(2000)  # the first test starts training processes
+
 HERE = Path(__file__).parent
 Case = dict[str, Any]
 
@@ -142,19 +144,14 @@ def results(model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[
     torch.save({**cases, "overflow": overflowing(model, cases["1000 tokens"])}, folder / "cases.pt")
     env = {**os.environ, "OMP_NUM_THREADS": "1"}
     for world in (1, 2):
-        ranks = [
-            subprocess.Popen(
-                [sys.executable, str(HERE / "clipping_bias_rank.py"), str(rank), str(world), str(folder)],
-                env=env,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                text=True,
-            )
-            for rank in range(world)
-        ]
-        for process in ranks:
-            out, _ = process.communicate(timeout=300)
-            assert process.returncode == 0, out[-4000:]
+        ranks = []
+        for rank in range(world):
+            command = [sys.executable, str(HERE / "clipping_bias_rank.py"), str(rank), str(world), str(folder)]
+            with (folder / f"output{world}-{rank}").open("w") as out:  # a pipe that nobody reads yet may fill up
+                ranks.append(subprocess.Popen(command, env=env, stdout=out, stderr=subprocess.STDOUT))
+        for rank, process in enumerate(ranks):
+            code = process.wait(timeout=1500)
+            assert code == 0, (folder / f"output{world}-{rank}").read_text()[-4000:]
     done = {world: torch.load(folder / f"result{world}-0.pt", weights_only=False) for world in (1, 2)}
     return {name: by_hand(model, case) for name, case in cases.items()}, done
 

@@ -31,6 +31,8 @@ from verl_turnkey.plugins.cli.tables import shipped_losses
 from verl_turnkey.plugins.config.scorers import COEFFICIENT, OUT
 from verl_turnkey.plugins.credit.trainer_columns import VALUES, target_field, value_field
 
+pytestmark = pytest.mark.timeout(2000)  # of MOST_SECONDS the first test may take all
+
 HERE = Path(__file__).parent
 Case = dict[str, Any]
 ROWS, MINI_BATCHES, MOST_SECONDS = 8, 3, 1800.0

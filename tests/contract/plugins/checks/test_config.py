@@ -319,7 +319,7 @@ def test_options_that_are_no_paths_of_ours_stay_as_they_are(compose: Compose, tm
     ("kwargs", "message"),
     [
         ({"on_reset": "raise"}, r"contract/Awkward-v0.*\(reset\).*the reset is broken(.|\n)*turnkey\.env\.probe=false"),
-        ({"on_reset": "hang"}, r"longer than 2 s; raise turnkey\.env\.reset_timeout(.|\n)*awkward_env\.py\", line"),
+        ({"on_reset": "hang"}, r"longer than 15 s; raise turnkey\.env\.reset_timeout(.|\n)*awkward_env\.py\", line"),
         ({"on_reset": "die"}, r"\(process\).*ended with exit status 5"),
         ({"on_reset": "none"}, r"info must be a dict, not NoneType None"),
         ({"observation": "raise"}, r"\(step\).*the step is broken"),
@@ -330,7 +330,7 @@ def test_environment_that_cannot_be_played(compose: Compose, tmp_path, kwargs, m
     tasks = [Task("contract/Awkward-v0", seed, kwargs) for seed in range(4)]
     write_parquet(tmp_path / "t.parquet", tasks, "x", "train")
     overrides = ["+turnkey=gigpo", f"data.train_files={tmp_path}/t.parquet", f"turnkey.modules=[{AWKWARD}]"]
-    overrides += ["turnkey.env.reset_timeout=2"] if "hang" in kwargs.values() else []
+    overrides += ["turnkey.env.reset_timeout=15"] if "hang" in kwargs.values() else []
     with pytest.raises(ConfigError, match=message):
         checked(compose(*overrides))
     checked(compose(*overrides, "turnkey.env.probe=false"))

@@ -46,7 +46,8 @@ cluster = Cluster()
 for home, games in zip(homes, ("/mnt/games:/mnt/more", "/mnt/games"), strict=True):
     paths = f"{home}:{os.environ['PYTHONPATH']}"
     seen = {"HOME": home, "PYTHONPATH": paths, "GAMES": games}
-    cluster.add_node(num_cpus=2, env_vars=seen, node_name=os.path.basename(home), include_dashboard=False)
+    cluster.add_node(num_cpus=2, env_vars=seen, node_name=os.path.basename(home), include_dashboard=False, wait=False)
+cluster.wait_for_nodes(timeout=300)
 ray.init(address=cluster.address, log_to_driver=False)
 
 def probed(module, **kwargs):
@@ -78,14 +79,14 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
         (home / "both.py").write_text(ENVIRONMENT)
     (homes[0] / "first_alone.py").write_text(ENVIRONMENT)
     command = [sys.executable, "-c", SCRIPT, *map(str, homes), str(folder / "t.parquet")]
-    # The nodes have homes of their own, without the token that Ray writes into that of whoever starts it first.
-    environment = {**os.environ, "PYTHONPATH": os.environ.get("PYTHONPATH", ""), "RAY_AUTH_MODE": "disabled"}
-    done = subprocess.run(command, capture_output=True, text=True, timeout=240, cwd=folder, env=environment)
+    environment = {**os.environ, "PYTHONPATH": os.environ.get("PYTHONPATH", "")}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=900, cwd=folder, env=environment)
     assert done.returncode == 0, done.stderr[-2000:]
     (line,) = [line for line in done.stdout.splitlines() if line.startswith("found ")]
     return {**json.loads(line.removeprefix("found ")), "second": str(homes[1])}
 
 
+@pytest.mark.timeout(1000)
 def test_all_nodes_can_play(outcomes):
     assert outcomes["all"] == "played on 2"
 
@@ -97,6 +98,7 @@ LACKS = {
 }
 
 
+@pytest.mark.timeout(1000)
 @pytest.mark.parametrize("what", LACKS)
 def test_what_one_node_lacks_is_named_with_the_node(outcomes, what: str):
     first, _, rest = outcomes[what].partition("\n")

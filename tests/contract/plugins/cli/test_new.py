@@ -22,7 +22,7 @@ ROOT = Path(__file__).parents[4]
 KINDS = ("estimator", "loss", "env")
 """of the tool; of the command there are two more"""
 ROOMS = ("advantage", "losses", "envs", "plugins", "recipe")
-pytestmark = pytest.mark.timeout(400)  # Pythons of their own, one of which runs further tests
+pytestmark = pytest.mark.timeout(1800)  # Pythons of their own, one of which runs further tests
 NEW_PART = "tools/new_part.py"
 REFUSED = ROOT / "tests/data/refused_new.yaml"
 

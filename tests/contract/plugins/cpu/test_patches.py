@@ -158,7 +158,7 @@ def test_gloo(on_cpu: None, monkeypatch: pytest.MonkeyPatch, free_port: Callable
             dist.destroy_process_group()
 
 
-def test_master_port(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_master_port() -> None:
     base = as_shipped("verl.single_controller.ray.base")
     first, last = map(int, Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split())
 
@@ -172,10 +172,6 @@ def test_master_port(monkeypatch: pytest.MonkeyPatch) -> None:
     assert ports(master_port_range=[15_000, 16_000])[0] < 16_000
     drawn = {port for _ in range(10) for port in ports()}
     assert len(drawn) > 5, "two runs that start together begin at other ports"
-    monkeypatch.setattr(Path, "read_text", lambda _: "1024\t65535\n")  # Linux hands out all of them
-    assert patches.port_range() is None
-    monkeypatch.setattr(Path, "read_text", lambda _: Path("/another/system").read_bytes())
-    assert patches.port_range() is None
 
 
 def test_engines(on_cpu: None, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -261,7 +257,7 @@ def test_received_weights(on_cpu: None, vllm_is_found: None, tmp_path: Path) -> 
         kept: dict[str, torch.Tensor] = {}
         receiver = transfer.BucketedWeightReceiver(handle, torch.device("cpu"), use_shm=True)
         receiver.receive_weights(lambda bucket, is_last: kept.update(bucket))
-        thread.join(timeout=10)
+        thread.join(timeout=120)
         assert not thread.is_alive()
         return kept
 

@@ -183,7 +183,7 @@ def test_the_log_has_the_gap_and_the_advantage_of_each_token(teaching, tmp_path)
     made.global_steps = 1
     made.log.begin_step()
     made._compute_advantage(batch, {})
-    assert made.log.tables.drain(5.0)
+    assert made.log.tables.drain(120.0)
     tokens = join.read(tmp_path, "tokens").set_index(["episode", "turn"])
     assert tokens.loc[("a_1", 0)]["gap"].tolist() == pytest.approx([gap("a_1_0", 1), gap("a_1_0", 2)], abs=1e-6)
     expected = [rlsd("a_1_0", i, 1) for i in (1, 2)]

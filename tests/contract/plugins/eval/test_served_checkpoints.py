@@ -13,6 +13,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 import torch
@@ -23,6 +24,9 @@ from verl_turnkey.advantage import ConfigError
 from verl_turnkey.plugins.eval import server
 from verl_turnkey.plugins.eval.player import Completions
 from verl_turnkey.plugins.eval.server import Server, serve
+from verl_turnkey.plugins.ports import port_range
+
+pytestmark = pytest.mark.timeout(1800)  # which includes the start of a server
 
 COMMAND = [sys.executable, "-c", "from verl_turnkey.plugins.cli.main import main; main()", "eval", "frozenlake"]
 SMALL = ["data.max_prompt_length=1200", "data.max_response_length=8", "turnkey.rollout.max_turns=3"]
@@ -43,7 +47,7 @@ def start(out: Path, *arguments: str) -> subprocess.Popen[str]:
 
 
 def end(process: subprocess.Popen[str], code: int = 0) -> str:
-    output, _ = process.communicate(timeout=400)
+    output, _ = process.communicate(timeout=1500)
     assert process.returncode == code, output[-4000:]
     return output
 
@@ -83,6 +87,12 @@ def test_sampling_interrupted_and_resumed_is_sampling_unbroken(serving, strong_m
 def test_our_server_answers_nobody_without_its_key(serving):
     with pytest.raises(ConfigError, match="status 401"):
         asyncio.run(Completions(serving.url, server.NAME, concurrency=1).check())
+
+
+def test_our_server_has_a_port_that_linux_hands_out_to_nobody(serving):
+    """vLLM binds it only seconds after its choice."""
+    port, bounds = urlsplit(serving.url).port, port_range()
+    assert bounds is None or (port is not None and port < bounds[1])
 
 
 def test_many_long_seeded_requests_at_once_are_answered(serving):

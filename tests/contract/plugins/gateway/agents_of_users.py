@@ -21,6 +21,7 @@ KEPT: list[Any] = []
 async def chat(task: dict[str, Any], agent: Any) -> Any:
     """So many turns; the task says how the episode ends."""
     bytearray(task.get("allocates", 0))
+    await asyncio.sleep(task.get("sleeps", 0))
     messages: list[Any] = [{"role": "user", "content": task.get("question", "Where?")}]
     async with agent.client() as client:
         for _ in range(task.get("turns", 2)):

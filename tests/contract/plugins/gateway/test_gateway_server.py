@@ -311,12 +311,15 @@ async def test_a_flood_of_requests_costs_its_own_episode_alone(monkeypatch: pyte
 
 def test_calls_beyond_those_that_run_wait_in_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sessions, "AT_ONCE", 4)
-    running, most = 0, 0
+    running, most, full = 0, 0, asyncio.Event()
 
     async def model() -> None:
         nonlocal running, most
         running += 1
         most = max(most, running)
+        if running == 4:
+            full.set()
+        await full.wait()
         for _ in range(10):
             await asyncio.sleep(0)
         running -= 1

@@ -174,7 +174,7 @@ def test_a_function_of_states_sees_the_files_of_a_function_in_a_sandbox(play, tm
     ("task", "reason"),
     [
         ({"ends": "raise"}, "KeyError: 'lostlost"),
-        ({"ends": "hang"}, "the agent ran longer than turnkey.agent.timeout=5"),
+        ({"ends": "hang"}, "the agent ran longer than turnkey.agent.timeout=15"),
         ({"ends": "nothing"}, "the agent gave no reward"),
         ({"turns": 0}, "the agent made no request"),
         ({"reward": "much"}, "must return a finite number"),
@@ -182,7 +182,7 @@ def test_a_function_of_states_sees_the_files_of_a_function_in_a_sandbox(play, tm
     ],
 )
 def test_an_episode_that_cannot_be_trained_is_one_masked_row(play, task: dict[str, Any], reason: str) -> None:
-    (failed,), (good,) = play(task, {"turns": 1}, overrides=("turnkey.agent.timeout=5", "turnkey.agent.grace=0.2"))
+    (failed,), (good,) = play(task, {"turns": 1}, overrides=("turnkey.agent.timeout=15", "turnkey.agent.grace=0.2"))
     assert failed.response_mask == [0]
     assert reason in failed.extra_fields["turnkey"]["failed"]
     assert len(failed.extra_fields["turnkey"]["failed"]) < 360
@@ -241,7 +241,7 @@ def test_the_log_has_calls_of_other_models_and_no_key(play, tmp_path: Path, monk
     assert len(good.extra_fields["turnkey"]["steps"]) == len(without.extra_fields["turnkey"]["steps"]) == 1
     assert "answers 500" in failed.extra_fields["turnkey"]["failed"]
     assert loop_worker._process is not None
-    assert loop_worker._process.log.drain(20.0)
+    assert loop_worker._process.log.drain(120.0)
     episodes = read(tmp_path / "log", "episodes").sort_values("episode")
     logged = [json.loads(calls) if isinstance(calls, str) else None for calls in episodes["other_calls"]]
     assert [calls and [call["model"] for call in calls] for calls in logged] == [["judge"], ["judge"], None]
@@ -267,8 +267,8 @@ def test_a_reward_that_the_agent_posts_counts(play) -> None:
 
 
 def test_agents_wait_for_their_place_outside_their_time(play) -> None:
-    few = ("turnkey.agent.at_once=1", "turnkey.agent.timeout=3")
-    rows = play(*[{"turns": 2}] * 6, overrides=few)
+    few = ("turnkey.agent.at_once=1", "turnkey.agent.timeout=12")
+    rows = play(*[{"turns": 2, "sleeps": 2.5}] * 6, overrides=few)
     assert [outputs[0].extra_fields["turnkey"]["failed"] for outputs in rows] == [None] * 6
 
 

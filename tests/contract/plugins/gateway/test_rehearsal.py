@@ -152,7 +152,13 @@ def group(function: str, *words: str, replies: Path | None = None, code: int = 0
     return done.stdout.splitlines()
 
 
-def test_episodes_of_a_task_and_the_credit_of_the_worst():
+@pytest.fixture
+def overlapping(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Scripted replies take so long that of two calls at once the second begins before the first one's reply."""
+    monkeypatch.setattr("verl_turnkey.plugins.gateway.rehearsal.SECONDS", (0.8, 1.0))
+
+
+def test_episodes_of_a_task_and_the_credit_of_the_worst(overlapping):
     lines = group("forking", "turnkey.credit.norm=mean", "turnkey.credit.step_advantage_w=0")
     assert lines[:2] == [
         "3 episodes, 0 failed, 2 solved",
@@ -348,7 +354,7 @@ def test_episodes_are_compared_as_in_training(tmp_path: Path):
         assert sorted(episode.turns[-1].composed_reward or 0.0 for episode in episodes) == places
 
 
-def test_numbers_of_turns_that_shift_fail_their_episodes():
+def test_numbers_of_turns_that_shift_fail_their_episodes(overlapping):
     lines = group("numbering", code=1)
     assert lines[0] == "3 episodes, 3 failed, 0 solved"
     assert "a reward of a turn by its number, but calls of the episode ran at the same time" in lines[1]

@@ -52,6 +52,8 @@ def play(compose: Compose, tokenizer, hosts, monkeypatch):
     the tokenizer and what else there is of the model. ``served``: by the client of an evaluation.
     """
 
+    monkeypatch.setattr(loop_worker, "FINISH_SECONDS", 120.0)
+
     def run(
         turns: list[str] | Callable[[str], str],
         task: Task,

@@ -72,7 +72,7 @@ def run(play, tmp_path: Path) -> Iterator[LoggedRun]:
     made_of = {"train_step": 7, "first_row": 0, "numbers": Numbers(), "kl": None}
     tables = Tables(log, "20260101T000000_0000", "trainer")
     tables.put("credit", 7, credit_columns(trained, credit, chosen=np.ones(len(trained.steps), bool), **made_of))
-    assert tables.drain(20)
+    assert tables.drain(120)
     return load(tmp_path / "run")
 
 

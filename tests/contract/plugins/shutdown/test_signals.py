@@ -29,7 +29,7 @@ def run(
             wait_for(log, "waiting" if number == 0 else f"verl-turnkey: {signals[0].name}", process)
             time.sleep(1.5 * (number > 0))  # a signal right after the first counts as its echo
             send(process.pid, sent)
-        process.wait(timeout=90)
+        process.wait(timeout=300)
     finally:
         if process.poll() is None:
             process.kill()
@@ -37,7 +37,7 @@ def run(
 
 
 def wait_for(log: Path, text: str, process: subprocess.Popen) -> None:
-    for _ in range(600):
+    for _ in range(3000):
         if text in log.read_text():
             return
         assert process.poll() is None, log.read_text()

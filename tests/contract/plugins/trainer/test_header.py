@@ -20,7 +20,7 @@ import pytest
 import ray
 import torch
 import transfer_queue as tq
-from contract_tools import AWKWARD, PARTITION, SEPARATE, Compose
+from contract_tools import AWKWARD, PARTITION, SEPARATE, Compose, kill
 from ray import cloudpickle
 from tensordict import TensorDict
 from transfer_queue import KVBatchMeta
@@ -226,7 +226,7 @@ def run(queue, compose: Compose, tokenizer, tmp_path: Path) -> Run:
             trainer.fit(manager)
         finally:
             for worker in [*manager.agent_loop_workers, *scorers]:
-                ray.kill(worker)
+                kill(worker)
         lines = (tmp_path / "notes").read_text().splitlines()
         done.sampled = {(float(line.split()[0]), float(line.split()[1])) for line in lines}
         return done

@@ -53,7 +53,7 @@ def test_hosts_that_did_nothing_have_no_latency():
 
 
 def test_nobody_waits_for_hosts(ray_queue, monkeypatch):
-    monkeypatch.setattr(rollout_metrics, "SECONDS", 1.0)
+    monkeypatch.setattr(rollout_metrics, "SECONDS", 3.0)
     times = [{"model": 3.0, "environment": 1.0, "waiting": 0.0}, {"model": 5.0, "environment": 0.5, "waiting": 0.25}]
     answer, never, refs = ray.put(([ray.put(reading([0.01], [0.1], open=2))], times[:1])), hanging(), []
 

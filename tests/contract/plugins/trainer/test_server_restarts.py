@@ -14,10 +14,10 @@ from whole_runs import runs as runs
 
 from verl_turnkey.envs.adapters.webshop import server as webshop_server
 from verl_turnkey.envs.tasks import Task
+from verl_turnkey.plugins.trainer import starvation
 from verl_turnkey.plugins.view.join import read
 
 SHOP = Path(__file__).parents[3] / "unit" / "envs" / "adapters"
-DOWN_SECONDS = 5.0
 
 
 class Server:
@@ -46,25 +46,32 @@ def server(free_port: Callable[[], int]) -> Iterator[Server]:
 
 
 @pytest.mark.parametrize("mode", ["sync", pytest.param("colocate_async", marks=pytest.mark.long)])
-def test_a_server_that_comes_back_lets_the_run_go_on(runs: Runs, server: Server, tmp_path: Path, caplog, mode: str):
+def test_a_server_that_comes_back_lets_the_run_go_on(
+    runs: Runs, server: Server, tmp_path: Path, monkeypatch, caplog, mode: str
+):
     runs.write([Task("turnkey/WebShop-v0", seed, {"url": server.url}) for seed in range(10)])
-    back = threading.Timer(DOWN_SECONDS, server.start)
+    back, lose = threading.Thread(target=server.start), starvation.Patience.lose
 
-    def restart(step: int) -> None:
+    def lose_and_return(self: starvation.Patience, reason: str) -> None:
+        if back.ident is None:
+            back.start()
+        lose(self, reason)
+
+    def stop(step: int) -> None:
         if step == 2:
             server.stop()
-            back.start()
 
-    runs.start(mode, "run", "turnkey.env.patience=120", action="search[lamp]", on_update=restart)
-    back.join()
+    monkeypatch.setattr(starvation.Patience, "lose", lose_and_return)
+    runs.start(mode, "run", "turnkey.env.patience=120", action="search[lamp]", on_update=stop)
     pauses = [record.getMessage() for record in caplog.records if "Trying again in" in record.getMessage()]
     assert pauses
+    back.join()
     assert f"ServerError: the server at {server.url}/" in pauses[0]
     assert "cannot be reached" in pauses[0]
     log = tmp_path / "run" / "log"
     episodes, credit = read(log, "episodes"), read(log, "credit")
     failed = episodes["failed"].notna().sum()
-    print(f"{mode}: away for {DOWN_SECONDS:g} s, {failed} episodes failed, {len(pauses)} pauses")
+    print(f"{mode}: {failed} episodes failed, {len(pauses)} pauses")
     assert episodes["failed"].notna().any()
     assert not credit.duplicated(["episode", "turn"]).any()
     trained = credit.merge(episodes[["episode", "group"]]).groupby("train_step")["group"].nunique()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -158,8 +159,7 @@ def clock(ray_queue, monkeypatch) -> list[float]:
         clock.append(seconds)
         clock[0] += seconds
 
-    monkeypatch.setattr(starvation.time, "monotonic", lambda: clock[0])
-    monkeypatch.setattr(starvation.time, "sleep", sleep)
+    monkeypatch.setattr(starvation, "time", SimpleNamespace(monotonic=lambda: clock[0], sleep=sleep))
     return clock
 
 

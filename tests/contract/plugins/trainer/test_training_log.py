@@ -39,9 +39,9 @@ def log(folder: Path, segment: str = SEGMENT) -> list[str]:
 
 
 def table(made: Any, folder: Path, name: str) -> pd.DataFrame:
-    for ref in made.log.flush(5.0):
+    for ref in made.log.flush(120.0):
         ray.get(ref)
-    assert made.log.tables.drain(5.0)
+    assert made.log.tables.drain(120.0)
     return join.read(folder, name)
 
 
@@ -174,7 +174,7 @@ def test_without_a_log_nothing_is_written_and_nothing_recorded(ready, rollout, t
 
 
 def credit_of(made: Any, folder: Path) -> pd.DataFrame:
-    assert made.log.tables.drain(5.0)
+    assert made.log.tables.drain(120.0)
     return join.read(folder, "credit")
 
 
@@ -297,7 +297,7 @@ def test_a_resumed_run_writes_its_steps_again_and_counts(queue, trainer, tmp_pat
             made.global_steps = step
             made.log.begin_step()
             advance(made, batch)
-        assert made.log.tables.drain(5.0)
+        assert made.log.tables.drain(120.0)
     with pytest.warns(UserWarning, match="did steps 2 to 3 again"):
         credit = join.read(tmp_path, "credit")
     assert credit.groupby(KEY).size().eq(1).all()
@@ -330,7 +330,7 @@ def test_every_number_that_verl_logs_is_in_the_table_of_steps(trainer, tmp_path)
     made.logger.log(data={**numbers, "text": "x", "list": [1.0], "none": None, "many": torch.ones(2)}, step=0)
     made.logger.log(data={"a": 7.0}, step=1)
     assert made.logger.finish(3) == "finished 3"
-    assert made.log.tables.drain(5.0)
+    assert made.log.tables.drain(120.0)
     table_of_steps = join.read(tmp_path, "steps")
     values = {(row["train_step"], row["name"]): row["value"] for row in table_of_steps.to_dict("records")}
     own = {f"turnkey/log/{name}" for name in ("written", "lost", "seconds")}
@@ -386,7 +386,7 @@ def test_what_an_agent_loop_worker_tells_of_its_log(trainer, tmp_path, monkeypat
         monkeypatch.setattr(loop_worker, "_process", SimpleNamespace(log=tables))
         assert loop_worker.log_counts(None).written == 0
     tables.tables.put("steps", 1, {"train_step": [1, 1], "name": ["a", "b"], "value": [0.0, 1.0]})
-    assert tables.drain(5.0)
+    assert tables.drain(120.0)
     assert loop_worker.log_counts(None).written == 2
 
 
@@ -396,5 +396,5 @@ def test_texts_of_long_ago_are_deleted_as_steps_are_logged(trainer, tmp_path):
     made = trainer(*log(tmp_path), "turnkey.log.keep_texts=3")
     made.logger = Loggers()
     made.logger.log(data={"a": 1.0}, step=29)
-    made.log.tidying.join(5.0)
+    made.log.tidying.join(120.0)
     assert sorted(int(path.name[5:]) for path in (tmp_path / "texts").iterdir()) == [0, 10, 20, 27, 28, 29]

@@ -188,7 +188,7 @@ def runs(queue, compose: Compose, tokenizer, tmp_path: Path) -> Runs:
 
 def settle() -> None:
     """Wait until all groups in the queue are played, so that they are in the log."""
-    for _ in range(600):
+    for _ in range(6000):
         if {tag["status"] for tag in held().values()} <= {"finished"}:
             return
         time.sleep(0.05)
