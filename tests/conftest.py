@@ -27,7 +27,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
 
 #: Seconds for a test and its fixtures, by part: many times what the slowest takes, so that only a hang exceeds them.
-TIMEOUTS = {"unit": 120, "contract": 600, "openenv": 120, "e2e": 1800}
+TIMEOUTS = {"unit": 600, "contract": 600, "openenv": 120, "e2e": 1800}
 
 _gaps: list[str] = []
 

@@ -327,7 +327,7 @@ def explain(name: str, formula: bool = False) -> str:
         lines = [first, "", f"    +turnkey=base algorithm.adv_estimator={name}"]
         return _text([*lines, *_part("method", spec, spec.params, "+turnkey.credit.", formula)])
     kinds = {"modifier": shipped_modifiers(), "method": shipped()}
-    ours = {plain_name(each): (kind, each) for kind, specs in kinds.items() for each in specs}.get(plain_name(name))
+    ours = {plain_name(key): (kind, key) for kind, specs in kinds.items() for key in specs}.get(plain_name(name))
     entry = _entry_of(*ours) if ours else paper_name(name)
     if entry is None and (missing := absent(name)):
         return "\n".join(_wrapped(f"{name} is not here: {missing.why}"))

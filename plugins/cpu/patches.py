@@ -15,8 +15,6 @@ from dataclasses import dataclass
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from verl_turnkey.plugins.ports import port_range
-
 if TYPE_CHECKING:
     from tensordict import TensorDict
 
@@ -186,7 +184,9 @@ def use_gloo(module: ModuleType) -> None:
 
 
 def choose_port(module: ModuleType) -> None:
-    """Choose ``MASTER_PORT`` from :func:`port_range`; rank 0 listens on it only seconds later."""
+    """Choose ``MASTER_PORT`` from :func:`~.ports.port_range`; rank 0 listens on it only seconds later."""
+    from verl_turnkey.plugins.ports import port_range
+
     original = module.RayWorkerGroup.__init__
 
     def __init__(self: Any, *args: Any, **kwargs: Any) -> None:

@@ -62,10 +62,17 @@ def test_a_phrase_is_recognised(text: str, count: int):
     assert len(phrases(text)) == count
 
 
+def parsed(text: str) -> ast.AST:
+    try:
+        return ast.parse(text)
+    except SystemError:  # Python 3.11, if another thread parses meanwhile, as a printed traceback does
+        return ast.parse(text)
+
+
 def names_by_grammar(text: str) -> list[tuple[int, str]]:
     """Line and name of each variable, parameter, attribute and function that says nothing of its content."""
     names = []
-    for node in ast.walk(ast.parse(text)):
+    for node in ast.walk(parsed(text)):
         match node:
             case ast.Name(id=name, ctx=ast.Store()) | ast.Attribute(attr=name, ctx=ast.Store()) | ast.arg(arg=name):
                 names.append((node.lineno, name))
