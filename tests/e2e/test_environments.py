@@ -50,7 +50,7 @@ def textworld(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
         out,
         model,
         "textworld",  # a conversation
-        "turnkey.rollout.max_turns=6",
+        "turnkey.rollout.max_turns=10",
         "turnkey.rollout.max_tokens_per_turn=8",
         "data.max_response_length=1000",
         env=env,
