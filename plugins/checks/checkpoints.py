@@ -52,7 +52,7 @@ def check_checkpoints(config: DictConfig, *, use_critic: bool) -> None:
             warn("load-not-saved", key=key, contents=[*contents], unsaved=" and ".join(unsaved), saved=[*saved])
         if resumable and (unloaded := [name for name in NAMES if name not in contents]):
             consequence = "the weights are the initial ones" if "model" in unloaded else "they start over"
-            lacking = " and no ".join(unloaded)
+            lacking = " and ".join(unloaded)
             warn("load-incomplete", key=key, contents=[*contents], lacking=lacking, consequence=consequence)
     check_resume(config, use_critic=use_critic)
 
