@@ -280,7 +280,7 @@ def test_checkpoints_without_the_weights_that_training_goes_on_with_are_not_resu
     compose: Compose, tmp_path: Path, resume: str
 ):
     """verl would load nothing, and count on from the step of the checkpoint."""
-    assert any("no model" in message for message in check(composed(compose, tmp_path, HUGGING_FACE)))
+    assert any("lacks model" in message for message in check(composed(compose, tmp_path, HUGGING_FACE)))
     folder = save(tmp_path, 3)
     lines = [HUGGING_FACE, f"trainer.resume_mode={resume}"]
     lines += [f"trainer.resume_from_path={folder}"] if resume == "resume_path" else []
